@@ -17,6 +17,8 @@ SMOKE_SIZES = {  # in this order: what divides d_model comes before it
     **{"n_ssm": 4, "d_head": 8, "d_model": 32, "n_layers": 2, "d_ff": 64, "n_experts": 4, "d_state": 16},
     **{"kernel_dim": 8, "d_attention": 16, "d_hidden": 64, "window": 16, "chunk": 16, "max_kernel_length": 32},
 }
+BATCH_NORMS = ("batch", "batch_padded")
+BATCH_NORM_OPTIONS = ("norm_momentum", "norm_unbiased")
 FEED_FORWARD_OPTIONS = {"feed_forward", "d_ff", "ff_activation", "ff_dropout", *SWITCH_OPTIONS}
 
 
@@ -105,8 +107,8 @@ class BackboneConfig(BaseModel):
 
     @model_validator(mode="after")
     def _norm_options_have_effect(self) -> "BackboneConfig":
-        if self.norm not in ("batch", "batch_padded"):
-            self.refuse_changed(("norm_momentum", "norm_unbiased"), f"with norm: {self.norm}; choose batch")
+        if self.norm not in BATCH_NORMS:
+            self.refuse_changed(BATCH_NORM_OPTIONS, f"with norm: {self.norm}; choose batch")
         if self.norm == "none":
             self.refuse_changed(("norm_eps",), "with norm: none; leave it out")
         return self

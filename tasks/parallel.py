@@ -91,10 +91,11 @@ def _mapped(
     else:
         # Ctrl-C is for the process that asked: it ends the others.
         ignore = (signal.signal, (signal.SIGINT, signal.SIG_IGN))
-        function = make
+        function, given = make, []
         while isinstance(function, partial):
+            given += [*map(type, [*function.args, *function.keywords.values()]), *function.args]
             function = function.func
-        of_script = getattr(function, "__module__", "") == "__main__"
+        of_script = any(getattr(each, "__module__", "") == "__main__" for each in (function, *given))
         pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn") if of_script else _Spawn(), *ignore)
     with pool:
         waiting: deque[Future[T]] = deque()

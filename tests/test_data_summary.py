@@ -157,6 +157,21 @@ def test_workers_do_not_run_the_script_again(tmp_path):
     assert done.stdout == f"begun\n[-3, -3, -3, -1] {path.name} None\n".replace(path.name, str(path)), done.stderr
 
 
+def test_workers_find_what_the_script_gives_them(tmp_path):
+    """Its own class, in an argument of a function of a library."""
+    (tmp_path / "script.py").write_text(
+        "from functools import partial\nfrom spt.tasks.parallel import map_chunks\n"
+        "class Law(tuple):\n    pass\n"
+        "if __name__ == '__main__':\n"
+        "    print([len(each.start) for each in map_chunks(partial(slice, Law('ab')), 10, 3, 'x', 'processes')])\n"
+    )
+    env = environment({"SPT_WORKERS": "2"})
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "[2, 2, 2, 2]\n", done.stderr
+
+
 def test_a_tasks_own_findings_are_shown(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from spt.tasks.digits import Config, load\ndef findings(config, raw):\n    return ['column x gives it away']\n"

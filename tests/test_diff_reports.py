@@ -168,6 +168,15 @@ def test_rows_of_the_same_runs_belong_together(tmp_path):
     assert [side["label"][-2:] for side in found.only_b] == ["#1"]
 
 
+def test_studies_that_share_runs_are_found_in_either_order(tmp_path):
+    cells = arms(tmp_path, 0, "x", [0.7, 0.72, 0.71, 0.73], [0.8, 0.83, 0.82, 0.84])
+    few = plan(tmp_path, [cell for cell in cells if cell["seed"] < 3], "compare-1")
+    all_ = plan(tmp_path, cells, "compare-2")
+    write.write_report(collect.read_report([few, all_]), tmp_path / "a")
+    write.write_report(collect.read_report([all_, few]), tmp_path / "b")
+    assert diff_reports(tmp_path / "a", tmp_path / "b").sentence == "nothing changed"
+
+
 def test_changed_verdicts_come_first(tmp_path):
     def made(root: Path, second: float) -> Path:
         cells = arms(root, 0, "x", [0.7, 0.72, 0.74], [0.8, 0.81, 0.85], task="digits")

@@ -283,6 +283,39 @@ def test_the_checklist_sees_failures_other_data_and_other_costs(tmp_path: Path) 
     assert about(made, "same compute") == "no"
 
 
+def test_a_row_that_has_not_begun_is_not_one_without_chance(tmp_path: Path) -> None:
+    cells = arms(tmp_path, 0, "a", [0.7, 0.71, 0.72], [0.8, 0.81, 0.82])
+    later = [{"row": 1, "arm": arm, "seed": 0, "run": f"finetune-{arm}", "parent": None} for arm in ("scratch", "spt")]
+    made = collect.read_report([study(tmp_path, "compare", [{"name": "a"}, {"name": "b"}], [*cells, *later])])
+    assert about(made, "constant answer") == "no"
+    none = compared(tmp_path / "mse", [0.7, 0.71], [0.8, 0.81], metric="mse", chance=None, higher_is_better=False)
+    assert about(collect.read_report([none]), "constant answer") == "not applicable"
+
+
+def test_figures_are_drawn_again_where_one_of_their_files_is_gone(tmp_path: Path) -> None:
+    folder = by_share(tmp_path)
+    write.write_report(collect.read_report([folder]), folder, with_figures=True)
+    for path in (folder / "figures").glob("*.png"):
+        path.unlink()
+    write.write_report(collect.read_report([folder]), folder)
+    assert list((folder / "figures").glob("*.png"))
+
+
+def test_levels_of_two_folders_of_one_name_are_two_lines(tmp_path: Path) -> None:
+    def made(place: str, levels: list[float], score: float) -> Path:
+        root = tmp_path / place
+        cells = [
+            cell
+            for i, level in enumerate(levels)
+            for cell in arms(root, i, f"{level}", [score, score], [score + level / 10] * 2)
+        ]
+        return study(root, "data", [{"factors": {"fraction": level}} for level in levels], cells)
+
+    report = collect.read_report([made("p", [0.1, 0.5], 0.3), made("q", [0.5, 1.0], 0.8)])
+    found = {family.label: [line["place"] for line in family.lines] for family in figures._families(report.rows)}
+    assert found == {"digits / transformer": [10, 10, 50, 50], "digits / transformer (2)": [50, 50, 100, 100]}
+
+
 # --------------------------------------------------------------------------------------------------------------- page
 
 

@@ -329,6 +329,21 @@ def test_numbers_too_small_for_full_precision_become_zero_in_every_thread_that_c
     assert not found("late").endswith("[0, 0] True"), "they have to be started here"
 
 
+OWN = """
+import torch
+torch.set_num_threads(2)
+from spt.runtime.distributed import Runtime
+from spt.runtime.settings import Settings
+Runtime(Settings(cpu=True, quiet=True))
+print(int((torch.full((1 << 22,), 1e-30) * 1e-10).count_nonzero()))
+"""
+
+
+def test_the_threads_of_a_program_that_uses_spt_are_as_ever():
+    done = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True)
+    assert done.stdout.split() == [str(1 << 22)], done.stderr
+
+
 def test_training_leaves_a_programs_own_small_numbers_alone(tmp_path, monkeypatch):
     seen, real = [], loop.evaluate
 

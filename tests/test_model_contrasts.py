@@ -425,6 +425,78 @@ def test_splits_of_one_data_set_are_no_tasks(tmp_path: Path) -> None:
     ]
 
 
+def unstarted(row: int, name: str) -> list[dict[str, Any]]:
+    """The cells of a row of which no run has begun."""
+    return [
+        {"row": row, "arm": arm, "seed": seed, "run": f"finetune-{name}{arm}{seed}", "parent": None}
+        for arm in ("scratch", "spt")
+        for seed in range(5)
+    ]
+
+
+def rows_of(rows: str) -> dict[str, SplitRecord]:
+    return {**SPLITS, "test": SplitRecord(rows=360, inputs=rows, targets=rows)}
+
+
+def test_what_has_no_results_is_no_split_of_a_data_set(tmp_path: Path) -> None:
+    """Neither a smoke run nor a study that has not begun keeps two tasks from being averaged."""
+    rows = [{"name": "digits/t", "task": "digits"}, {"name": "waves/t", "task": "waves"}]
+    cells = arms(tmp_path / "full", 0, "d", *A, recipe="digits/t", data=rows_of("d"))
+    cells += arms(tmp_path / "full", 1, "w", *B, recipe="waves/t", task="waves", data=rows_of("w"))
+    full = study(tmp_path / "full", "compare", rows, cells)
+    few = arms(tmp_path / "smoke", 0, "d", *A, recipe="digits/t", smoke=True, data=rows_of("few"))
+    smoke = study(tmp_path / "smoke", "compare", rows[:1], few, smoke=True)
+    begun = study(tmp_path / "begun", "compare", rows[:1], unstarted(0, "n"))
+    for folders in ([full], [full, smoke], [full, begun]):
+        made = collect.read_report(folders)
+        assert len(made.pooled) == 1 and not [note for note in made.notes if "not averaged" in note]
+    twice = arms(tmp_path / "twice", 0, "d", *A, recipe="d1")
+    two = study(tmp_path / "twice", "compare", [{"name": "d1"}, {"name": "d2"}], [*twice, *unstarted(1, "n")])
+    assert not [note for note in collect.read_report([two]).notes if "not averaged" in note]  # of one task
+    later = study(tmp_path / "later", "compare", [rows[1]], unstarted(0, "n"))
+    notes = collect.read_report([two, later]).notes
+    assert any("runs of digits / transformer, d2, waves / transformer are missing" in note for note in notes)
+
+
+def test_a_missing_run_is_no_reason_where_there_is_no_scale(tmp_path: Path) -> None:
+    names = ("t1", "t2", "t3")
+    cells = [
+        cell
+        for i, name in enumerate(names[:2])
+        for cell in arms(
+            tmp_path, i, name, *A, recipe=name, task=name, data=rows_of(name), metric="mse", chance=None,
+            higher_is_better=False,
+        )
+    ]  # fmt: skip
+    rows = [{"name": name, "task": name} for name in names]
+    made = collect.read_report([study(tmp_path, "compare", rows, [*cells, *unstarted(2, "n")])])
+    assert len(made.averages) == 1 and not [note for note in made.notes if "not averaged" in note]
+    assert made.averages[0].incomplete == ("t3 / transformer",)
+
+
+def test_variants_that_have_not_begun_join_those_that_have(tmp_path: Path) -> None:
+    rows = [{"name": "quickstart", "factors": {"variant": name}} for name in "abcd"]
+    cells = [*arms(tmp_path, 0, "a", *B), *arms(tmp_path, 1, "b", *A), *unstarted(2, "c"), *unstarted(3, "d")]
+    made = collect.read_report([study(tmp_path, "variants", rows, cells)])
+    assert [group.label for group in made.models] == ["digits, variants of quickstart"] and not made.notes
+
+
+def test_a_row_without_results_is_in_no_group_of_test_rows(tmp_path: Path) -> None:
+    recipes = [("one", "a", "x"), ("one-b", "b", "x"), ("two", "a", "y")]
+    cells = [
+        cell
+        for i, (recipe, model, rows) in enumerate(recipes)
+        for cell in arms(
+            tmp_path, i, recipe, *(A if model == "a" else B), task="custom", recipe=recipe, model=model,
+            data=rows_of(rows), settings=recipe,
+        )
+    ]  # fmt: skip
+    rows = [{"name": name, "task": "custom", "model": model} for name, model, _ in (*recipes, ("two-b", "b", ""))]
+    made = collect.read_report([study(tmp_path, "compare", rows, [*cells, *unstarted(3, "two-b")])])
+    assert [model.name for model in only(made).models] == ["a", "b"] and "without a score" not in only(made).verdict
+    assert any(note.endswith("models are compared within each: one, one-b; two") for note in made.notes)
+
+
 def test_no_more_than_all_can_be_possible(tmp_path: Path) -> None:
     wild = ([0.1, 0.9, 0.4], [0.9, 0.1, 0.5])
     made = collect.read_report([compared(tmp_path, {"a": wild, "b": ([0.9, 0.1, 0.2], [0.1, 0.9, 0.6])})])
@@ -438,7 +510,9 @@ def test_ranks_without_tests_have_no_bars(tmp_path: Path) -> None:
     ]
     (across,) = collect.read_report(folders).models_across_tasks
     assert not across.contrasts and model_figures._cliques(["a", "b", "c"], across, "spt") == []
-    assert "no bar joins any" in model_figures._rank_diagram("ranks", across).caption
+    assert "Scores in several metrics, so" in model_figures._rank_diagram("ranks", across).caption
+    one = across.model_copy(update={"metric": "accuracy"})
+    assert "No two models share a seed in every task, so" in model_figures._rank_diagram("ranks", one).caption
 
 
 def test_two_models_in_either_order_count_once(tmp_path: Path) -> None:

@@ -160,6 +160,20 @@ def test_small_numbers_of_another_type_are_stored_as_trainings(tmp_path):
     assert np.abs(more.values[400:, 0] - 32768 * draws[1]).max() <= 0.51
 
 
+def test_a_fraction_is_no_token(tmp_path):
+    for name, ids in (("own", [[i, 2, 3] for i in range(12)]), ("more", [[1.5, 2.5, 3.2]])):
+        (tmp_path / name).mkdir()
+        for i, row in enumerate(ids):
+            np.save(tmp_path / name / f"{i}.npy", np.array(row))
+    lines = [json.dumps({"f": f"{i}.npy", "y": "ab"[i % 2]}) for i in range(12)]
+    (tmp_path / "own" / "train.jsonl").write_text("\n".join(lines))
+    (tmp_path / "more" / "train.jsonl").write_text(json.dumps({"f": "0.npy"}))
+    options = custom.Config(path=tmp_path / "own", file_column="f", tokens="ids", label_column="y")
+    data = custom.load(options, tmp_path)
+    with pytest.raises(ValueError, match=r"step 1: 1\.5 is no token id"):
+        custom.more_rows(options, tmp_path, tmp_path / "more", data)
+
+
 def test_a_held_out_text_is_known_by_words_that_no_training_row_has(tmp_path):
     """Its words have codes in the task; the model's vocabulary lacks them."""
     (tmp_path / "own").mkdir()

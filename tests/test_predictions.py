@@ -26,7 +26,7 @@ from spt.runtime.settings import Settings
 from spt.tasks.base import IGNORED, Classes, Reals, Split, TaskData, Tokens, Values
 from spt.training.budget import plan_steps
 from spt.training.build import build_stage
-from spt.training.evaluate import evaluate
+from spt.training.evaluate import batches, evaluate
 from spt.training.load_run import load_run
 from spt.training.losses import LEAST_VARIANCE, answers, per_answer
 from spt.training.metrics import metrics, sums
@@ -611,6 +611,15 @@ def test_a_rescaled_model_reads_every_second_sample_alike(model):
 
 
 @pytest.mark.slow
+def test_a_batch_that_shares_its_padding_is_cut_to_what_fits():
+    """The padding is the whole batch's, however many rows are answered at once."""
+    rows = Split.from_rows([np.zeros((n, 1), np.float32) for n in (9, 3, 7, 5, 2, 8)], np.zeros(6, np.int64))
+    groups = batches(rows, 18, 1, together=4)
+    assert [(group.rows.tolist(), group.length) for group in groups] == [([0, 1], 9), ([2, 3], 9), ([4, 5], 8)]
+    assert [len(group.rows) for group in batches(rows, 18, 3, together=4)] == [3, 1, 2]  # as in training
+    assert [len(group.rows) for group in batches(rows, 4, 1, together=4)] == [1] * 6
+
+
 def test_evaluate_from_the_command_line(tmp_path):
     (tmp_path / "ask.py").write_text(TASK)
     recipe_file(tmp_path, task={"name": "./ask.py", "ask": "plain"})

@@ -219,6 +219,20 @@ def test_overrides(tmp_path):
     assert set(one.origins) == set(flatten(one.recipe.model_dump(mode="json")))
 
 
+def test_of_a_section_and_its_name_the_later_counts():
+    section = "pretrain.objective={name: masked, ratio: 0.3}"
+    assert load("quickstart", [section, "pretrain.objective.name=next"]).recipe.pretrain.objective.name == "next"
+    assert load("quickstart", ["pretrain.objective.name=next", section]).recipe.pretrain.objective.name == "masked"
+
+
+def test_a_norm_takes_no_options_of_batch_norm_with_it():
+    resolved = load("lra/pathfinder-s5", ["model.norm=layer"])
+    assert "norm_momentum" not in resolved.recipe.model.options or resolved.recipe.model.options["norm_momentum"] != 0.1
+    assert any("model.norm=layer drops norm_momentum=0.1" in note for note in resolved.notes)
+    with pytest.raises(RecipeError, match="norm_momentum has no effect with norm: layer"):
+        load("lra/pathfinder-s5", ["model.norm=layer", "model.norm_momentum=0.2"])
+
+
 def test_an_override_of_one_budget_replaces_the_other(tmp_path):
     one = load(str(recipe_file(tmp_path)), ["pretrain.train.epochs=2"])
     assert one.recipe.pretrain.train.epochs == 2 and one.recipe.pretrain.train.steps is None

@@ -6,7 +6,7 @@ import shutil
 from importlib.resources import files
 
 import pytest
-from records import ENVIRONMENT, arms, shown, start, study
+from records import ENVIRONMENT, arms, plan, shown, start, study
 from test_cli import call
 
 from spt.config.load import load, packaged
@@ -102,6 +102,42 @@ def test_two_settings_of_a_recipe_of_ones_own_are_not_mixed(tmp_path):
     assert folder and len(add_results(tmp_path / "c", tmp_path / "kept", "mine")) == 2  # both arms
     done = call("results", "--add", tmp_path / "c", "--table", "mine", "--folder", tmp_path / "kept", "zzz", code=2)
     assert "leave the words out" in done.stderr
+
+
+OWN = """
+task: {{name: custom, path: {0}/rows.csv, label_column: y, value_columns: [x], folds: 3, fold: {1}}}
+model: {{name: {0}/mine.py, d_model: 16, n_layers: 1}}
+pretrain:
+  objective: {{name: masked, ratio: 0.5}}
+  data: {0}/more.csv
+  not_self_pretraining: true
+  train: {{steps: 6, batch_size: 8, learning_rate: 0.01}}
+finetune: {{train: {{steps: 6, batch_size: 8, learning_rate: 0.01}}}}
+"""
+
+
+def test_splits_and_places_of_files_are_no_other_settings(tmp_path):
+    """Of a recipe of one's own: more seeds, made in another folder, join those that are stored."""
+
+    def folds(root, seeds):
+        root.mkdir()
+        (root / "rows.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(40)), encoding="utf-8")
+        (root / "more.csv").write_text("x\n1\n2\n", encoding="utf-8")
+        (root / "mine.py").write_text((files("spt.models") / "tcn.py").read_text(encoding="utf-8"), encoding="utf-8")
+        cells = []
+        for fold in range(3):
+            settings = {"recipe": "mine", "task": "custom", "model": "mine", "test_share": 1 / 3}
+            for cell in arms(root, 0, f"f{fold}", [0.7] * seeds, [0.8] * seeds, **settings):
+                (root / cell["run"] / "recipe.yaml").write_text(OWN.format(root, fold), encoding="utf-8")
+                write_json(root / cell["run"] / "env.json", ENVIRONMENT)
+                cells.append(cell | {"split": f"fold {fold}"})
+        row = {"name": "mine", "task": "custom", "model": "mine"}
+        return plan(root, cells, rows=[row], splits=["fold 0", "fold 1", "fold 2"])
+
+    assert len(add_results(folds(tmp_path / "a", 1), tmp_path / "kept", "mine")) == 2
+    kept = add_results(folds(tmp_path / "b", 2), tmp_path / "kept", "mine")
+    assert [(len(each.runs), len({run.departures for run in each.runs})) for each in kept] == [(6, 1), (6, 1)]
+    assert "44136fa355b3" not in kept[0].runs[0].departures[0]  # the settings were read
 
 
 def test_two_settings_of_one_cell_in_one_folder_are_not_mixed(tmp_path):

@@ -116,6 +116,19 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
         assert yaml.safe_load(path.read_text())[name] == value
 
 
+def test_a_section_in_a_studys_set_changes_what_it_names(tmp_path):
+    """An objective is another one, of which the former one's options are no part."""
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        "kind: compare\nrecipes: [quickstart]\n"
+        "set: {finetune.train: {learning_rate: 0.5}, pretrain.objective: {name: next, loss: l1}}\n"
+    )
+    assert read(str(path)).study.set == {
+        "finetune.train.learning_rate": 0.5,
+        "pretrain.objective": {"name": "next", "loss": "l1"},
+    }
+
+
 @pytest.mark.parametrize(
     ("raw", "complaint"),
     [
@@ -1013,7 +1026,7 @@ def test_a_fraction_is_not_rounded_down_by_a_last_bit():
 
 
 def test_a_section_in_set_is_read_as_it_was_written(tmp_path):
-    """With a dot in its name it is replaced whole, as on the command line; else it is one change for each key."""
+    """An option that has keys is replaced whole, as on the command line; a section is one change for each key."""
     recipe_file(tmp_path)
     changes = {"finetune.objective.class_weights": {"rare": 5}, "model": {"d_model": 8}, "pretrain.data": "more.csv"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"kind": "compare", "recipes": ["tiny.yaml"], "set": changes}))

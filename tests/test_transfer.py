@@ -50,6 +50,8 @@ def test_every_tensor_of_encoder_and_backbone_is_copied(pretrained):
 def test_the_match_table_is_printed(pretrained, tmp_path, messages):
     one, folder = pretrained
     run(Job(one, "finetune", 0, open_weights(folder)), tmp_path)
+    with pytest.raises(CheckpointError, match=r"is not finished \(not a run\)"):
+        open_weights(folder / "recipe.yaml")
     table = "\n".join(messages)
     assert "encoder   copied" in table and "backbone  copied" in table and "head      new" in table
 

@@ -167,13 +167,23 @@ def _load(path: Path) -> LoadedReport:
 def _match(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[tuple[Row, Row]], list[Row], list[Row]]:
     """Pairs of rows about the same subject, then the rows that only one report has.
 
-    Of several rows about one subject, those of the same runs belong together, then those of the same study, then those
-    that come first. A row without any result has no metric yet.
+    Of several rows about one subject, those of the same runs belong together, then those that share some, in a study of
+    one name first, then those of the same study, then those that come first. A row without results has no metric yet.
     """
     pairs: list[tuple[int, int]] = []
     left, right = dict(enumerate(a)), dict(enumerate(b))
+
+    def share_runs(x: Row, y: Row) -> bool:
+        return x.metric == y.metric and bool(_runs(x) & _runs(y))
+
+    def same_runs(x: Row, y: Row) -> bool:
+        return share_runs(x, y) and _runs(x) == _runs(y)
+
     rules: tuple[Callable[[Row, Row], bool], ...] = (
-        lambda x, y: x.metric == y.metric and bool(_runs(x) & _runs(y)),
+        lambda x, y: same_runs(x, y) and x.source == y.source,
+        lambda x, y: share_runs(x, y) and x.source == y.source,
+        lambda x, y: same_runs(x, y),
+        lambda x, y: share_runs(x, y),
         lambda x, y: x.metric == y.metric and x.source == y.source,
         lambda x, y: x.metric == y.metric,
         lambda x, y: not (x.metric and y.metric),

@@ -11,6 +11,7 @@ import torch
 from spt.config.budget import Duration, example_count, total_steps
 from spt.config.plugins import find_plugin
 from spt.config.recipe import EncoderConfig, HeadConfig, Part, Recipe, Section
+from spt.data.dataset import units_of
 from spt.errors import UsageError
 from spt.tasks.base import Tokens, Values
 from spt.training.build import build_backbone, model_width
@@ -82,7 +83,7 @@ def full_task(task: Part) -> FullTask:
             found = FullTask(mad.sizes.train_size, mad.steps, Tokens(mad.sizes.vocab), output)
         case _:
             raise UsageError(f"how large the data of task {task.name} are is known from the data alone")
-    return found._replace(rows=options["subset_rows"] or max(1, int(found.rows * options["subset_fraction"])))
+    return found._replace(rows=options["subset_rows"] or units_of(options["subset_fraction"], found.rows))
 
 
 def full_network(full: FullTask, model: Part, encoder: EncoderConfig, head: HeadConfig) -> SequenceModel:

@@ -41,7 +41,7 @@ def read_predictions(paths: Iterable[Path], split: Literal["test", "val"], runti
         check_finetuned(*read_finished_run(path)[:2])
     runs = [load_run(path) for path in paths]
     for run in runs:
-        check_has_rows(run.path.name, run.setup.data, split)
+        check_has_rows(run.path.name, run.setup.data, split, others=("val", "test"))
     results = [run.result for run in runs]
     if len(runs) == 2:
         _check_same_rows(runs, split)

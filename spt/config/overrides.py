@@ -37,7 +37,9 @@ def apply_overrides(raw: dict[str, Any], changes: Mapping[str, Any]) -> list[str
     """Put command-line values into the tree; returns notes on what that dropped."""
     notes = []
     # Names first, the outer before the inner: what they drop is not what another change has set.
-    names = sorted((key for key in changes if key.rpartition(".")[2] == "name"), key=lambda key: key.count("."))
+    # One within a section that is set as a whole has its turn: what comes later counts.
+    names = [key for key in changes if key.rpartition(".")[2] == "name" and not _within_another(key, changes)]
+    names.sort(key=lambda key: key.count("."))
     for key in dict.fromkeys([*names, *changes]):
         value = changes[key]
         *path, last = key.split(".")
@@ -52,6 +54,10 @@ def apply_overrides(raw: dict[str, Any], changes: Mapping[str, Any]) -> list[str
             dropped = _drop_options(path[-1], node, value, changes, ".".join(path))
             if dropped:
                 notes.append(f"{key}={value} drops the old options {', '.join(dropped)}")
+        if last == "norm" and path[-1:] == ["model"]:
+            notes += [
+                f"{key}={value} drops {option}" for option in _drop_norm_options(node, value, changes, ".".join(path))
+            ]
         for group in (BUDGETS, ("warmup_steps", "warmup_fraction")):
             if last in group and value is not None and path[-1:] == ["train"]:
                 for other in group:
@@ -59,6 +65,10 @@ def apply_overrides(raw: dict[str, Any], changes: Mapping[str, Any]) -> list[str
                         notes.append(f"{key}={value} replaces {other}={node.pop(other)}")
         node[last] = value
     return notes
+
+
+def _within_another(key: str, changes: Mapping[str, Any]) -> bool:
+    return any(key.startswith(f"{other}.") for other in changes)
 
 
 def _drop_options(place: str, node: dict[str, Any], name: Any, changes: Mapping[str, Any], path: str) -> list[str]:
@@ -75,6 +85,14 @@ def _drop_options(place: str, node: dict[str, Any], name: Any, changes: Mapping[
     for key in dropped:
         del node[key]
     return dropped
+
+
+def _drop_norm_options(node: dict[str, Any], norm: Any, changes: Mapping[str, Any], path: str) -> list[str]:
+    """What the former norm alone had a use for."""
+    from spt.models.options import BATCH_NORM_OPTIONS, BATCH_NORMS
+
+    old = () if norm in BATCH_NORMS else [option for option in BATCH_NORM_OPTIONS if option in node]
+    return [f"{option}={node.pop(option)}" for option in old if f"{path}.{option}" not in changes]
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -64,7 +64,7 @@ def open_task(part: Part) -> TaskData:
 
 def _first_rows(split: Split, target: Target, count: int) -> NDArray[np.int64]:
     """The first rows with a target, then others; the last of them is replaced where all would have the same target."""
-    if split.per_step:
+    if split.per_step or not len(split):
         return np.arange(min(count, len(split)))
     known = has_target(split) if target.missing else np.ones(len(split), bool)
     rows = np.sort(np.argsort(~known, kind="stable")[:count])
@@ -86,7 +86,7 @@ def _units(config: TaskConfig, train: Split) -> NDArray[np.int64]:
 def _units_in_use(config: TaskConfig, units: int, rows: int, component: Component) -> int:
     """How many units a subset has. Raises DataError where there are not as many as are asked for."""
     if config.subset_rows is None or config.max_rows is not None:  # few rows, for show: as many as they are
-        return max(1, int(config.subset_fraction * units + 1e-9))  # 0.29 of 100 is 29
+        return units_of(config.subset_fraction, units)
     if config.subset_rows > units:
         what = "rows" if units == rows else f"recordings, cut into {rows:,} windows; a subset counts recordings"
         raise DataError(
@@ -94,6 +94,11 @@ def _units_in_use(config: TaskConfig, units: int, rows: int, component: Componen
             f"{what}"
         )
     return config.subset_rows
+
+
+def units_of(fraction: float, units: int) -> int:
+    """How many that is, at least one: 0.29 of 100 is 29."""
+    return max(1, int(fraction * units + 1e-9))
 
 
 def _classes_of_units(data: TaskData, unit: NDArray[np.int64], component: Component) -> NDArray[np.int64]:

@@ -36,10 +36,8 @@ def to_split(rows: Any, model: "TrainedModel", static: Any = None) -> Split:
         return replace(split, static=static_features(static, model, len(rows)))
     pairs = []
     for i, row in enumerate(rows):
-        several = (
-            row.ndim > 0 if isinstance(row, np.ndarray) else isinstance(row, Sequence) and not isinstance(row, str)
-        )
-        if not several or len(row) != 2:
+        single = isinstance(row, str | bytes) or not hasattr(row, "__len__") or getattr(row, "ndim", 1) == 0
+        if single or len(row) != 2:
             raise DataError(f"row {i}: this model answers pairs of sequences; give two of them")
         pairs.append((steps_of(row[0], model, f"row {i}, first"), steps_of(row[1], model, f"row {i}, second")))
     return Split.from_pairs(pairs, np.zeros(len(rows), np.int64)).unlabelled()

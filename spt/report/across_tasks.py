@@ -177,14 +177,15 @@ def pooled(comparisons: Sequence[Comparison]) -> tuple[list[TaskAverage], list[s
         groups.setdefault((each.row.kind, each.row.model, factors_text(each.row.factors)), []).append(each)
     averages, notes = [], []
     for (kind, model, level), same in groups.items():
-        if len(set(map(task_identity, same))) < 2:
-            continue
         members = [each.row for each in same]
+        tested = [each for each in same if not each.row.smoke and task_identity(each)[1]]
+        if len({row.task for row in members if not row.smoke}) < 2 and len(set(map(task_identity, tested))) < 2:
+            continue
         label = model + (f", {level}" if level else "")
         if any(each.runs.splits for each in same):
             notes.append(f"not averaged over tasks with {label}: {SPLITS}")
             continue
-        if problem := repeated_recipe([*{task_identity(each): each.row for each in same}.values()]):
+        if problem := repeated_recipe([*{task_identity(each): each.row for each in tested}.values()]):
             notes.append(f"not averaged over tasks with {label}: {problem}")
             continue
         found = [(each, scores) for each in same if (scores := _normalised(each.row)) is not None]
@@ -194,7 +195,7 @@ def pooled(comparisons: Sequence[Comparison]) -> tuple[list[TaskAverage], list[s
             continue
         aggregated = aggregate([scores for _, scores in usable])
         if aggregated is None:
-            if lacking := [row.label for row in members if not row.smoke and row.n < row.planned]:
+            if lacking := _lacking(members, [row for row, _ in usable]):
                 notes.append(f"not averaged over tasks with {label}: runs of {abbreviate(lacking, 3)} are missing")
             continue
         names = task_names([row for row, _ in usable])
@@ -213,6 +214,14 @@ def pooled(comparisons: Sequence[Comparison]) -> tuple[list[TaskAverage], list[s
             )
         )
     return averages, notes
+
+
+def _lacking(rows: Sequence[Row], usable: Sequence[Row]) -> list[str]:
+    """Rows whose missing runs would make an average over tasks with those that are usable."""
+    lacking = [
+        row for row in rows if not row.smoke and row.n < row.planned and (row.chance is not None or not row.metric)
+    ]
+    return [row.label for row in lacking] if len({row.task for row in (*lacking, *usable)}) > 1 else []
 
 
 def _normalised(row: Row) -> tuple[list[float], list[float]] | None:

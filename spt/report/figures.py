@@ -226,13 +226,14 @@ class Family(NamedTuple):
 
 def _families(rows: Sequence[Row]) -> list[Family]:
     groups: dict[tuple[str, ...], list[Row]] = {}
-    levels_seen: Counter[tuple[str, ...]] = Counter()
+    copies: Counter[tuple[str, ...]] = Counter()
     for row in rows:
         if row.factors:
             key = (row.source, row.kind, row.task, row.model, row.recipe, row.metric)
-            level = (*key, factors_text(row.factors))
-            levels_seen[level] += 1  # twice: of two folders of one name
-            groups.setdefault((*key, str(levels_seen[level])), []).append(row)
+            latest = groups.get((*key, str(copies[key])), [])
+            if not latest or row.factors in [each.factors for each in latest]:  # a level again: of another folder
+                copies[key] += 1
+            groups.setdefault((*key, str(copies[key])), []).append(row)
     families = []
     for (source, kind, task, model, recipe, metric, copy), members in groups.items():
         if len(members) < 2:

@@ -165,7 +165,8 @@ def _rank_diagram(name: str, across: ModelsAcrossTasks) -> Plot:
             "adjustment; with few tasks it can tell none apart."
         )
     else:
-        caption += "Scores in several metrics have no mean differences to test, so no bar joins any."
+        why = "No two models share a seed in every task" if across.metric else "Scores in several metrics"
+        caption += f"{why}, so there are no mean differences to test, and no bar joins any."
     return Plot(name, "Ranks over tasks", caption, draw, data)
 
 

@@ -78,10 +78,13 @@ def model_groups(rows: Sequence[Comparison]) -> tuple[list[ModelGroup], list[str
 
 def _by_level(rows: Sequence[Comparison], notes: list[str], within_study: bool) -> list[list[Comparison]]:
     groups: dict[tuple[object, ...], list[Comparison]] = {}
+    targets = {_recipe_of_study(each): found for each in rows if (found := task_identity(each)[1])}
     for comparison in rows:
         row = comparison.row
         study = (comparison.runs.root, row.source) if within_study else ()
-        shared = _asked_of_variants(comparison) if _variant(row) else factors_text(row.factors)
+        shared = factors_text(row.factors)
+        if _variant(row):  # of the recipes of a study, which may share a task; without any results each has its own
+            shared = task_identity(comparison)[1] or targets.get(_recipe_of_study(comparison), row.recipe)
         groups.setdefault((row.kind, row.task, shared, row.smoke, *study), []).append(comparison)
     return [group for members in groups.values() for group in _by_test_rows(members, notes)]
 
@@ -89,12 +92,14 @@ def _by_level(rows: Sequence[Comparison], notes: list[str], within_study: bool) 
 def _by_test_rows(members: Sequence[Comparison], notes: list[str]) -> list[list[Comparison]]:
     """One task may read several data sets, as `custom` and `images` do: the models of each are a group."""
     groups: list[list[Comparison]] = []
-    for each in members:
+    for each in (each for each in members if task_identity(each)[1]):
         fitting = (group for group in groups if all(same_test_rows(each, other) for other in group))
         if (group := next(fitting, None)) is None:
             groups.append(group := [])
         group.append(each)
-    if len(groups) > 1 and len(_model_keys(members)) > 1:
+    if len(groups) < 2:  # with those that have no results yet
+        return [list(members)]
+    if len(_model_keys(members)) > 1:
         recipes = "; ".join(abbreviate(list(dict.fromkeys(each.row.recipe for each in group)), 4) for group in groups)
         notes.append(
             f"rows of {members[0].row.task} are tested on several sets of rows, and models are compared within each: "
@@ -108,10 +113,8 @@ def _variant(row: Row) -> str:
     return str(row.factors.get("variant", "")) if row.kind == "variants" else ""
 
 
-def _asked_of_variants(comparison: Comparison) -> str:
-    """The test targets, which the recipes of a study may share; without results the recipe stands for them."""
-    _, targets = task_identity(comparison)
-    return targets or comparison.row.recipe
+def _recipe_of_study(comparison: Comparison) -> tuple[object, ...]:
+    return comparison.runs.root, comparison.row.source, comparison.row.recipe
 
 
 def shared_factors(row: Row) -> dict[str, Factor]:

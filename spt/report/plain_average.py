@@ -40,7 +40,7 @@ class _Group(NamedTuple):
     kind: Kind
     model: str
     level: str
-    metric: str
+    metric: str  # empty where no run has a result
 
 
 def plain_averages(comparisons: Sequence[Comparison]) -> tuple[PlainAverage, ...]:
@@ -55,7 +55,11 @@ def plain_averages(comparisons: Sequence[Comparison]) -> tuple[PlainAverage, ...
         elif row.comparable and not each.runs.splits:  # `pooled` says so
             groups.setdefault(group, []).append(each)
     return tuple(
-        _average(group, [each.row for each in members], incomplete.get(group, []))
+        _average(
+            group,
+            [each.row for each in members],
+            [*incomplete.get(group, []), *incomplete.get(group._replace(metric=""), [])],
+        )
         for group, members in groups.items()
         if len(set(map(task_identity, members))) == len(members) > 1
         and repeated_recipe([each.row for each in members]) is None

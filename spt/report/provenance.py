@@ -226,9 +226,11 @@ def _statistics(facts: ChecklistInput) -> Answer:
 
 def _baseline(facts: ChecklistInput) -> Answer:
     rows = [row for row in facts.rows if row.only is None or row.only.arm == "scratch"]
-    known = [row for row in rows if row.chance is not None]
+    known = [row for row in rows if row.chance is not None or not row.metric]  # the latter have no results yet
+    if not known:
+        return "not applicable", "no row's metric has a chance level"
     above = [row for row in known if row.scratch_arm and row.scratch_arm.above_chance]
-    answer: ChecklistAnswer = "not applicable" if not known else "yes" if len(above) == len(known) else "no"
+    answer: ChecklistAnswer = "yes" if len(above) == len(known) else "no"
     others = f" that have a chance ({len(rows) - len(known)} have none)" if len(known) < len(rows) else ""
     return answer, f"scratch is shown to beat chance in {len(above)} of {len(known)} rows{others}"
 

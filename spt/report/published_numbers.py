@@ -16,7 +16,7 @@ import yaml
 from spt.config.load import packaged, path_options, resolve
 from spt.config.overrides import apply_overrides
 from spt.config.recipe import BUDGETS, Recipe
-from spt.config.yaml import parse_yaml
+from spt.config.yaml import is_file_name, parse_yaml
 from spt.errors import SptError, UsageError
 from spt.report.published_settings import settings_tree
 from spt.runs.plan import ArmName, Factor
@@ -282,7 +282,14 @@ def _settings(text: str, source: str, changes: str = "[]", names: bool = False) 
             path = tree.pop(f"{part}.{option}")
             if names and path is not None:
                 tree[f"{part}.{option}"] = Path(path).name
+    if names:  # of a model, task or objective of one's own in a file, and of further inputs
+        files = {key: value for key, value in tree.items() if isinstance(value, str) and _may_be_file(key, value)}
+        tree |= {key: Path(value).name for key, value in files.items()}
     return tree
+
+
+def _may_be_file(key: str, value: str) -> bool:
+    return key == "pretrain.data" or (key.rpartition(".")[2] == "name" and is_file_name(Path(value)))
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:

@@ -44,6 +44,7 @@ from spt.runs.result import Result
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 SHORTER = (*BUDGETS, "subset_fraction")  # with less of these a run is no longer the one that was published
 LONGEST = 180  # letters of a file's name
+OF_SPLIT = ("task.split_seed", "task.folds", "task.fold")  # what a study sets to make its splits of the data
 LIMITS = ("subset_rows", "max_rows", "patience")  # nor with a lower one of these, where null is none
 
 
@@ -317,7 +318,7 @@ def _results(comparison: Comparison, table: str | None) -> list[StoredResult]:
             place = {"table": table, "row": row.recipe, "column": column, "planned": row.planned}
         place["baselines"] = _baselines(comparison)
         folders = {cell.run: _folder(comparison, cell) for cell in comparison.runs.cells}
-        departures = [_departures(folders[run.run], reference, arm) for run in runs]
+        departures = [_departures(folders[run.run], reference, arm, run.split) for run in runs]
         runs = [run.model_copy(update={"departures": each}) for run, each in zip(runs, departures, strict=True)]
         try:
             results.append(StoredResult(**place, **shared, arm=arm, runs=tuple(runs)))
@@ -337,13 +338,14 @@ def _baselines(comparison: Comparison) -> dict[str, float]:
     return {name: fmean(each) for name, each in scores.items()}
 
 
-def _departures(run: Path, reference: PublishedPair, arm: ArmName) -> tuple[str, ...]:
-    """What was changed; of a recipe that is not packaged, by which hash of all settings two are told apart."""
+def _departures(run: Path, reference: PublishedPair, arm: ArmName, split: str | None) -> tuple[str, ...]:
+    """What was changed; of a recipe that is not packaged, by which hash of all settings two are told apart. Those that
+    make a split of the data are not part of it: a result holds all splits."""
     found = _of_arm(changed(run, reference), arm)
     if reference.recipe in packaged():
         return found
     settings = own_settings(run)
-    mine = {key: settings[key] for key in _of_arm(settings, arm)}
+    mine = {key: settings[key] for key in _of_arm(settings, arm) if split is None or key not in OF_SPLIT}
     return tuple(f"{text} (they are {digest(mine)})" for text in found)
 
 

@@ -31,7 +31,7 @@ def write_report(report: Report, folder: Path, with_figures: bool = False) -> tu
     drawn = [path for path in (folder / FIGURES).glob("*.svg") if path.stem.startswith(figures.STEMS) and earlier]
     each = [[path.with_suffix(suffix) for suffix in (".svg", ".png", ".csv")] for path in drawn]
     old = [path for files in each if all(file.is_file() for file in files) for path in files]
-    with_figures = with_figures or bool(old)
+    with_figures = with_figures or bool(drawn)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)

@@ -349,8 +349,8 @@ class RunFolder:
         path = self.path / "status.json"
         try:
             status = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError, RecursionError):  # another command may have moved the folder away
-            return None
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
+            return None  # it is no run, or another command has moved it away
         return status if isinstance(status, dict) else None
 
     def finish(self, result: Result, clean: Callable[[], None] = lambda: None) -> None:

@@ -31,7 +31,7 @@ from spt.errors import BackendError, SptError, Stopped, UsageError, did_you_mean
 from spt.models.ops import backends, graphs
 from spt.models.ops.device import run_on_gpu
 from spt.models.ops.precision import float32_products
-from spt.runtime import launch
+from spt.runtime import launch, signals
 from spt.runtime.denormals import start_threads
 from spt.runtime.environment import compiler_problem
 from spt.runtime.memory import keep_freed_memory
@@ -57,7 +57,8 @@ class Runtime:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        start_threads()
+        if signals.installed():  # a program's own threads are as they were
+            start_threads()
         run_on_gpu(not settings.cpu)  # what a model can do is tried when it is built, before it comes here
         _freeze_collector()
 

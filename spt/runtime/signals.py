@@ -36,6 +36,11 @@ def install(*, silent: bool = False) -> None:
         signal.signal(signal.SIGINT, _end)
 
 
+def installed() -> bool:
+    """Is this process spt's own, and not a program that uses it?"""
+    return os.getpid() == _owner
+
+
 @contextlib.contextmanager
 def cleanup(function: Cleanup) -> Iterator[None]:
     """While this is open, a signal that ends the process calls `function` first: no `finally` will run."""

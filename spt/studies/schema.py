@@ -718,11 +718,18 @@ def read(source: str) -> StudySource:
     raise UsageError(f"unknown study {source!r}{hint} (your own study files must end in .yaml)")
 
 
+SECTIONS = ("train", "head")  # of a stage; its objective is a component
+
+
 def _mapping(text: str, source: str) -> Any:
     raw = parse_yaml(text, source)
     if isinstance(raw, dict) and "set" in raw and isinstance(raw["set"], dict):
-        # A section that is named by itself is one change for each of its keys; with a dot in it, it is replaced whole.
-        changes = [({key: value} if "." in key else flatten(value, key)) for key, value in raw["set"].items()]
+        # A section is one change for each of its keys. With a dot in its name, only one of settings that stay: another
+        # objective is replaced whole, as is an option that has keys.
+        changes = [
+            flatten(value, key) if "." not in key or key.rpartition(".")[2] in SECTIONS else {key: value}
+            for key, value in raw["set"].items()
+        ]
         raw = {**raw, "set": {key: value for each in changes for key, value in each.items()}}
     return raw
 

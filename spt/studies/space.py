@@ -91,4 +91,4 @@ def _draw(values: tuple[Value, ...] | Range, name: str, rng: np.random.Generator
     else:
         drawn = float(rng.uniform(values.low, values.high))
     whole = (TUNABLE | PRETRAIN_TUNABLE)[name].annotation in (int, int | None)
-    return max(round(values.low), round(drawn)) if whole else float(f"{drawn:.4g}")
+    return max(math.ceil(values.low), round(drawn)) if whole else float(f"{drawn:.4g}")

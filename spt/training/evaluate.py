@@ -73,21 +73,20 @@ def shared_padding(setup: StageSetup) -> int | None:
     return train.batch_size if train.metric_average == "per_batch" or sees_padding(setup.model) else None
 
 
-def batches(
-    split: Split, positions: int, least: int, together: int | None, most: int | None = None
-) -> list[PaddedRows]:
+def batches(split: Split, positions: int, least: int, together: int | None) -> list[PaddedRows]:
     """As many rows as have at most `positions` steps, but `least`, the longest first; or, of each `together` that share
-    their padding, all or at most `most`."""
+    their padding, as many as if all were as long as the longest."""
     rows, extents = np.arange(len(split)), split.extents
     if together is None:
         return [
             PaddedRows(part, 0)
             for part in packed(by_length(rows, extents), split.sequences * extents, positions, least)
         ]
+    most = max(1, least, positions // (split.sequences * int(extents.max(initial=1))))
     return [
         PaddedRows(part, int(extents[shared].max()))
         for shared in pieces(rows, together)
-        for part in pieces(shared, most or together)
+        for part in pieces(shared, most)
     ]
 
 
@@ -158,9 +157,8 @@ def evaluate(
     sequences, extents = split.sequences, split.extents
     positions, least = min(EVALUATION_POSITIONS, len(split) * sequences * int(extents.max())), at_once
     together = shared_padding(setup)
-    most = together or 0
     while True:
-        groups = batches(split, positions * world, least * world, together, most)
+        groups = batches(split, positions * world, least * world, together)
         failed = 0.0
         cache = contextlib.nullcontext() if runtime.shards else cached_kernels(model, int(extents.max()))
         try:
@@ -169,7 +167,8 @@ def evaluate(
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            if runtime.shards or (positions if together is None else most) == 1:
+            alone = positions == 1 or max(len(group.rows) for group in groups) == 1
+            if runtime.shards or alone:
                 raise BackendError(
                     f"there is no memory to evaluate {'a batch' if runtime.shards else 'one sequence'}; use a smaller "
                     "model or shorter sequences"
@@ -178,7 +177,7 @@ def evaluate(
         (failed,) = runtime.highest([failed])  # which rows are whose depends on how they are cut: all cut alike
         if not failed:
             break
-        positions, least, most = max(1, positions // 2), max(1, least // 2), -(-most // 2)
+        positions, least = max(1, positions // 2), max(1, least // 2)
         free_memory()
     whole = {name: runtime.gather(tensor).cpu() for name, tensor in entries.items()}
     counts = whole.pop("confusion", None)

@@ -1,5 +1,6 @@
 """A finished run, opened again: its recipe, its data, and its network with the weights that validation selected."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,8 @@ def read_finished_run(path: Path) -> tuple[Path, Result, Job]:
     return path, result, Job(resolved, result.stage, result.seed, parent)
 
 
-def check_has_rows(run: str, data: TaskData, split: str) -> None:
-    """Raise UsageError if the split is empty, as the test split of an estimator's run is."""
+def check_has_rows(run: str, data: TaskData, split: str, others: Sequence[str] = ("val", "train")) -> None:
+    """Raise UsageError if the split is empty, as the test split of an estimator's run is; `others` can be asked for."""
     if not len(data.splits[split]):
-        there = " or ".join(name for name in ("val", "train") if name != split and len(data.splits[name]))
+        there = " or ".join(name for name in others if name != split and len(data.splits[name]))
         raise UsageError(f"{run} has no {split} rows" + (f"; name another with --split {there}" if there else ""))

@@ -10,6 +10,7 @@ n examples, L steps of a sequence, C channels.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ class NewReader(Reader):
 
     def _as_stored(self, recording: Recording) -> NDArray[Any]:
         """As training's files are, if they are known, so that what is cut from equal recordings has equal sources."""
-        small = self.known.stored is not None and self.storage.kind in "iu"
+        small = self.config.continuous and self.known.stored is not None and self.storage.kind in "iu"
         if not small or (recording.steps.dtype, recording.scale) == (self.storage, self.scale):
             return super()._as_stored(recording)
         limits, (zero, full) = np.iinfo(self.storage), self.scale
@@ -353,9 +354,13 @@ class NewReader(Reader):
     def _tokens(self, text: str) -> NDArray[Any]:
         if self.config.tokens != "words":
             return super()._tokens(text)
+        return np.array([self.code_of.get(word, self.no_code) for word in split_words(text)], np.int32)
+
+    @cached_property
+    def no_code(self) -> int:
+        """A code that no word has."""
         assert isinstance(self.known.input, Tokens)
-        unknown = 1 + max((0, *(self.known.input.codes or ()), *self.known.codes.values()))  # a code that no token has
-        return np.array([self.code_of.get(word, unknown) for word in split_words(text)], np.int32)
+        return 1 + max((0, *(self.known.input.codes or ()), *self.known.codes.values()))
 
     def _find_interval(self) -> float:
         """Times as multiples of training's interval, where the model was told them."""
