@@ -610,7 +610,6 @@ def test_a_rescaled_model_reads_every_second_sample_alike(model):
     assert off < 0.5 * blind, (float(off), float(blind))
 
 
-@pytest.mark.slow
 def test_a_batch_that_shares_its_padding_is_cut_to_what_fits():
     """The padding is the whole batch's, however many rows are answered at once."""
     rows = Split.from_rows([np.zeros((n, 1), np.float32) for n in (9, 3, 7, 5, 2, 8)], np.zeros(6, np.int64))
@@ -620,6 +619,7 @@ def test_a_batch_that_shares_its_padding_is_cut_to_what_fits():
     assert [len(group.rows) for group in batches(rows, 4, 1, together=4)] == [1] * 6
 
 
+@pytest.mark.slow
 def test_evaluate_from_the_command_line(tmp_path):
     (tmp_path / "ask.py").write_text(TASK)
     recipe_file(tmp_path, task={"name": "./ask.py", "ask": "plain"})

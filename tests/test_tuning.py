@@ -113,8 +113,8 @@ def test_every_model_and_arm_has_as_many_trials(options, tmp_path):
 
 
 def test_a_drawn_size_is_one_that_can_be(tmp_path):
-    grid = laid(tmp_path, space={"batch_size": {"low": 0.3, "high": 3}}, trials=3)
-    assert {values["batch_size"] for values in grid.searches[0].settings["scratch"]} == {1, 2, 3}
+    grid = laid(tmp_path, space={"batch_size": {"low": 0.3, "high": 0.45}}, trials=1)
+    assert {values["batch_size"] for values in grid.searches[0].settings["scratch"]} == {1}
 
 
 def test_scratch_tries_the_supervised_settings_that_spt_does(tmp_path):
