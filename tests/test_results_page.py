@@ -257,7 +257,7 @@ def test_what_is_told_first_is_what_is_stored(file):
 
 def test_the_front_page_has_the_published_numbers_that_were_obtained():
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    cells = [cell for cell in read_results(ROOT / "results") if cell.paper is not None]
+    cells = [cell for cell in read_results(ROOT / "results") if cell.paper is not None and cell.complete]
     for cell in cells:
         scores = [run.score for run in cell.runs if run.score is not None]
         mean = sum(scores) / len(scores)
@@ -273,6 +273,11 @@ def test_what_is_said_of_the_pendulum_without_times_is_stored():
     mean, low, high = (f"{value:.2e}".replace("e-0", "e-") for value in (more.mean, more.low, more.high))
     assert f"higher by {mean} ({low} to {high} over twenty seeds)" in text and more.n == 20
     assert f"error is {sum(dropped.values()) / sum(told.values()):.2f} times S5's" in text
+    appended = {run.seed: run.score for run in found["S5-append"].runs}
+    for words, others, sign in (("higher than S5's", told, 1), ("lower than S5-drop's", dropped, -1)):
+        more = paired([sign * (appended[seed] - others[seed]) for seed in sorted(appended)])
+        mean, low, high = (f"{value:.2e}".replace("e-0", "e-") for value in (more.mean, more.low, more.high))
+        assert f"{words} by {mean} ({low} to {high}" in text and more.n == 6
 
 
 def test_time_is_counted_once_for_a_run_that_stands_in_two_tables():
