@@ -91,11 +91,13 @@ def _mapped(
     else:
         # Ctrl-C is for the process that asked: it ends the others.
         ignore = (signal.signal, (signal.SIGINT, signal.SIG_IGN))
-        function, given = make, []
+        function: Callable[..., Any] = make
+        given: list[Any] = []
         while isinstance(function, partial):
-            given += [*map(type, [*function.args, *function.keywords.values()]), *function.args]
+            given += [*function.args, *function.keywords.values()]
             function = function.func
-        of_script = any(getattr(each, "__module__", "") == "__main__" for each in (function, *given))
+        parts = (function, *given, *map(type, given))
+        of_script = any(getattr(part, "__module__", "") == "__main__" for part in parts)
         pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn") if of_script else _Spawn(), *ignore)
     with pool:
         waiting: deque[Future[T]] = deque()
