@@ -495,13 +495,6 @@ class TaskData:
         count = 0 if isinstance(self.target, Reals) else self.target.count
         return self.classes or tuple(map(str, range(count)))
 
-    def class_number(self, label: str) -> int | None:
-        """Of the class or label that is called so, or, where none is, that has this number; None: there is none."""
-        names = self.class_names
-        if label in names:
-            return names.index(label)
-        return next((number for number in range(len(names)) if label == str(number)), None)
-
     def labelled(self) -> "TaskData":
         """The same task without rows that have no target, where it may have such rows."""
         if not self.target.missing or self.target.per_step:

@@ -260,7 +260,7 @@ def test_kept_runs_are_those_of_the_pipeline_and_are_used_again(tmp_path: Path) 
     assert scratch.result_.parent is None and scratch.result_.data == model.result_.data
     run = spt.load_run(model.run_)
     assert len(run.data.test) == 0
-    told = "has no test rows; name another with --split val or train"
+    told = "has no test rows; name another with --split val"  # or train, where that can be asked for
     runtime = Runtime(Settings(quiet=True, cpu=True))
     for examine in (
         lambda: reevaluate(model.run_, (), "test", runtime),

@@ -212,10 +212,6 @@ def test_what_is_no_weighting_is_told_in_one_sentence(weights):
 def test_weights_are_said_by_label():
     named = in_memory(Classes(2), [0, 1] * 6, ("common", "1"))
     assert Supervised(class_weights={1: 4}).output(named).weights == (1.0, 4.0)
-    assert Supervised(class_weights={"0": 4}).output(named).weights == (4.0, 1.0)  # a number that no label is called
-    swapped = in_memory(Classes(2), [0, 1] * 6, ("1", "0"))
-    assert Supervised(positive="1").output(swapped).positive == 0
-    assert [Supervised(positive=label).output(named).positive for label in ("0", "1", "common")] == [0, 1, 0]
     several = in_memory(Labels(2), [[0, 1], [0, 0], [1, 0], [0, -1]] * 3, ("a", "b"))
     assert Supervised(class_weights="balanced").output(several).weights == (3.0, 2.0)
     assert Supervised(class_weights={"b": 0.5}).output(several).weights == (1.0, 0.5)

@@ -1,5 +1,7 @@
 """The baselines by name, and which of them a task takes."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from spt.baselines import boosting, catch22, linear_probe, logistic, majority, tfidf
@@ -20,17 +22,17 @@ def compared_metric(resolved: ResolvedRecipe, data: TaskData) -> ComparedMetric:
     options = validate_values(SupervisedOptions, resolved.recipe.finetune.objective.options)
     if options.metric != "auto":
         of_one = options.metric in OF_POSITIVE and isinstance(data.target, Classes)
-        return ComparedMetric(options.metric, _positive(options.positive, data) if of_one else None)
+        return ComparedMetric(options.metric, _positive(options.positive, data.class_names) if of_one else None)
     kinds = {Classes: "cross_entropy", Labels: "binary_cross_entropy"}
     loss = kinds.get(type(data.target), options.loss)
     return ComparedMetric(usual_metric(loss, text=data.train.text_bytes is not None))
 
 
-def _positive(label: str | None, data: TaskData) -> int | None:
+def _positive(label: str | None, names: Sequence[str]) -> int | None:
     """The number of the positive class, as networks have it; a label that is none of the task's these refuse."""
     if label is None:
-        return 1 if len(data.class_names) == 2 else None
-    return data.class_number(label)
+        return 1 if len(names) == 2 else None
+    return names.index(label) if label in names else None
 
 
 def why_not(name: str, data: TaskData, metric: str) -> str | None:

@@ -120,7 +120,7 @@ class Supervised(SupervisedOptions, Objective):
         text = data.train.text_bytes is not None
         output = output._replace(text=text, balanced=self.class_weights == "batch")
         output = output._replace(macro=output.loss == "cross_entropy" and not text and output.classes <= MANY)
-        output = output._replace(supervised=True, positive=self._positive(output, data))
+        output = output._replace(supervised=True, positive=self._positive(output, data.classes))
         if output.balanced and not output.macro:
             raise UsageError(
                 "objective supervised: class_weights batch is for classes, at most 256 and not those of a language "
@@ -135,7 +135,7 @@ class Supervised(SupervisedOptions, Objective):
             raise UsageError(f"objective supervised: metric {self.metric} is none of this task's{which}: {named}")
         return output._replace(metric="" if self.metric == "auto" else self.metric)
 
-    def _positive(self, output: Output, data: TaskData) -> int | None:
+    def _positive(self, output: Output, names: Sequence[str]) -> int | None:
         """The number of the class that f1, auroc and auprc are of; None: there is none."""
         if self.positive is None:
             return 1 if output.classes == 2 else None
@@ -144,13 +144,13 @@ class Supervised(SupervisedOptions, Objective):
                 f"objective supervised: positive {self.positive!r} is a class, which this task's answers are not, or "
                 "of which it has more than 256; leave it out"
             )
-        number, known = data.class_number(self.positive), data.class_names
-        if number is None:
+        known = names or [str(k) for k in range(output.classes)]
+        if self.positive not in known:
             shown = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
             raise UsageError(
                 f"objective supervised: positive {self.positive!r} is no class of this task; its classes are {shown}"
             )
-        return number
+        return list(known).index(self.positive)
 
     def _output(self, data: TaskData) -> Output:
         if isinstance(data.target, Classes):
@@ -184,14 +184,12 @@ class Supervised(SupervisedOptions, Objective):
             raise UsageError("objective supervised: class_weights are for classes and labels; use class_weights none")
         if isinstance(self.class_weights, dict):
             names = data.class_names
-            weights = np.ones(len(names))
-            for name, weight in self.class_weights.items():
-                if (number := data.class_number(name)) is None:
-                    raise UsageError(
-                        f"objective supervised: class_weights name {name!r}, but the labels are "
-                        f"{', '.join(names[:12])}{', …' if len(names) > 12 else ''}"
-                    )
-                weights[number] = weight
+            if unknown := [name for name in self.class_weights if name not in names]:
+                raise UsageError(
+                    f"objective supervised: class_weights name {unknown[0]!r}, but the labels are "
+                    f"{', '.join(names[:12])}{', …' if len(names) > 12 else ''}"
+                )
+            weights = np.array([self.class_weights.get(name, 1.0) for name in names])
         elif isinstance(target, Labels):
             lacking, holding = label_counts(data.train, target.count)
             weights = np.where((lacking > 0) & (holding > 0), lacking / np.maximum(holding, 1), 1.0)
