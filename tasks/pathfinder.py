@@ -46,7 +46,7 @@ LISTING = 2**29  # bytes of a metadata file
 PICTURE = 2**20  # bytes of a picture file; the largest published ones have some 20,000
 FIELDS = 11  # of a metadata line: folder, name, number, label, and what the picture was made with
 SEED = 42  # of the S4 family's random split
-GENERATING = ("seed", "train_size", "val_size", "test_size")  # settings that released pictures have no use for
+GENERATING = ("seed", "distractors", "train_size", "val_size", "test_size")  # of no use for released pictures
 
 
 class Config(TaskConfig):
@@ -82,16 +82,14 @@ class Config(TaskConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
-        if self.source == "released" and self.distractors is not None:
-            raise ValueError("distractors is for generated pictures; released ones are what they are")
         if self.source == "released" and (unused := self.changed(GENERATING)):
-            raise ValueError(f"{unused[0]} is for generated pictures; of released ones max_rows takes fewer")
+            raise ValueError(f"{unused[0]} is for generated pictures; leave it out (max_rows takes fewer rows)")
         if self.source == "generated" and self.changed(("split",)):
-            raise ValueError("split is for released pictures; generated ones have three splits of their own")
+            raise ValueError("split is for released pictures, generated ones have splits of their own; leave it out")
         return self
 
     def changed(self, names: Iterable[str]) -> list[str]:
-        """Those that have another value than without a recipe's word."""
+        """Those that are not at their default."""
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
 

@@ -452,7 +452,7 @@ def test_what_is_not_there(tmp_path: Path, messages) -> None:
     assert "nothing to download" in messages[0]
     with pytest.raises(ValueError, match="distractors"):
         pathfinder.Config(source="released", distractors=3)
-    with pytest.raises(ValueError, match="val_size is for generated pictures; of released ones max_rows takes fewer"):
+    with pytest.raises(ValueError, match="val_size is for generated pictures; leave it out"):
         pathfinder.Config(source="released", val_size=5)
     with pytest.raises(ValueError, match="split is for released pictures"):
         pathfinder.Config(source="generated", split="lra")

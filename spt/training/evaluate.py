@@ -75,7 +75,7 @@ def shared_padding(setup: StageSetup) -> int | None:
 
 def batches(split: Split, positions: int, least: int, together: int | None) -> list[PaddedRows]:
     """As many rows as have at most `positions` steps, but `least`, the longest first; or, of each `together` that share
-    their padding, as many as if all were as long as the longest."""
+    their padding, as many as if all were as long as the split's longest."""
     rows, extents = np.arange(len(split)), split.extents
     if together is None:
         return [
@@ -167,8 +167,7 @@ def evaluate(
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            alone = positions == 1 or max(len(group.rows) for group in groups) == 1
-            if runtime.shards or alone:
+            if runtime.shards or all(len(group.rows) <= world for group in groups):  # no process has more than one
                 raise BackendError(
                     f"there is no memory to evaluate {'a batch' if runtime.shards else 'one sequence'}; use a smaller "
                     "model or shorter sequences"
