@@ -157,6 +157,13 @@ def test_no_memory_for_one_sequence_is_said(tmp_path):
     assert RunFolder(tmp_path / "runs", job.name).status()["exit_code"] == 4
 
 
+@pytest.mark.parametrize("mask_padding", [True, False])
+def test_no_memory_to_evaluate_one_sequence_is_said(tmp_path, mask_padding):
+    job = Job(own_task(tmp_path, model__mask_padding=mask_padding), "finetune", 0)
+    with memory_for(0, training=False), pytest.raises(BackendError, match="no memory to evaluate one sequence"):
+        run(job, tmp_path / "runs")
+
+
 @pytest.mark.slow
 def test_evaluation_that_does_not_fit_takes_smaller_batches(tmp_path):
     job = spt_job(own_task(tmp_path))
